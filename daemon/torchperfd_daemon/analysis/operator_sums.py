@@ -193,12 +193,7 @@ def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -
     torch merges these because a redispatched operator records itself again: the parent takes over the
     child's children, and the child's kernels in place of its own.
     """
-    names, has_parent = trace.name[calls.row], calls.parent >= 0
-    steps = trace.of_names(lambda name: name.startswith(STEP_MARK))[calls.row]
-    children = np.bincount(calls.parent[has_parent], minlength=len(calls))
-    parent = np.where(has_parent, calls.parent, 0)
-    alike = (names == names[parent]) | (steps & steps[parent])
-    folded = np.flatnonzero(has_parent & alike & (children[parent] == 1))
+    folded = _folded(trace, calls)
     survivor = np.arange(len(calls))
     survivor[folded] = calls.parent[folded]
     while not np.array_equal(further := survivor[survivor[folded]], survivor[folded]):
@@ -207,33 +202,40 @@ def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -
     # Parents come first, so of a chain of merged calls the innermost one's kernels are the last to stay.
     device[survivor[folded]] = device[folded]
     device[folded] = 0
-    kept = survivor == np.arange(len(calls))
-    parent = np.where(has_parent, survivor[parent], -1)[kept]
-    running = np.concatenate(([0], np.cumsum(device)))
-    inner = np.flatnonzero(parent >= 0)
-    around = (np.cumsum(kept) - 1)[parent[inner]]
+    kept = np.ones(len(calls), dtype=np.bool_)
+    kept[folded] = False
+    inner = np.flatnonzero((calls.parent >= 0)[kept])
+    around = (np.cumsum(kept) - 1)[survivor[calls.parent[kept][inner]]]
 
     def own(totals: Int64) -> Int64:
         """Subtract from each call the values of its children."""
         own = totals.copy()
-        if totals.any():
-            np.subtract.at(own, around, totals[inner])
+        np.subtract.at(own, around, totals[inner])
         return own
 
     rows = calls.row[kept]
     spans = trace.end[rows] - trace.start[rows]
-    host_memory, device_memory = memory_during(trace, rows)
-    sums.add(
-        rows,
-        self_cpu_ns=own(spans),
-        total_cpu_ns=spans,
-        self_device_ns=device[kept],
-        total_device_ns=running[calls.stop[kept]] - running[:-1][kept],
-        self_cpu_memory=own(host_memory),
-        total_cpu_memory=host_memory,
-        self_device_memory=own(device_memory),
-        total_device_memory=device_memory,
-    )
+    columns = {"self_cpu_ns": own(spans), "total_cpu_ns": spans, "self_device_ns": device[kept]}
+    running = np.concatenate(([0], np.cumsum(device)))
+    columns["total_device_ns"] = running[calls.stop[kept]] - running[:-1][kept]
+    if len(trace.memory.time):
+        host, device = memory_during(trace, rows)
+        columns |= {"self_cpu_memory": own(host), "total_cpu_memory": host}
+        columns |= {"self_device_memory": own(device), "total_device_memory": device}
+    sums.add(rows, **columns)
+
+
+def _folded(trace: Trace, calls: Nesting) -> Int64:
+    """Return the positions of the only children that have their parents' names."""
+    inner = np.flatnonzero(calls.parent >= 0)
+    parent = calls.parent[inner]
+    alone = np.bincount(parent, minlength=len(calls))[parent] == 1
+    inner, parent = inner[alone], parent[alone]
+    names = trace.name[calls.row]
+    is_step = np.fromiter((name.startswith(STEP_MARK) for name in trace.names), np.bool_)
+    own, around = names[inner], names[parent]
+    folded: Int64 = inner[(own == around) | (is_step[own] & is_step[around])]
+    return folded
 
 
 def _launched_by(trace: Trace, rows: Int64, links: Links) -> Int64:
