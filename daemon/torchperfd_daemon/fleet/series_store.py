@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ MAX_SECONDS: Final = 10.0
 MAX_ANSWER_BYTES: Final = 64 * 2**20
 """A hundred thousand series take 15 MB."""
 MAX_AT_ONCE: Final = 4
+_GZIP: Final = 16 + zlib.MAX_WBITS
 _MAX_LABEL: Final = 200
 _MAX_REASON: Final = 200
 _PATH: Final = "/api/v1/query"
@@ -114,6 +116,9 @@ class SeriesStore:
         self.address = f"{self._parts.hostname}:{self._port}"
         """Host and port, without the user."""
         self._headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+        if not Address(self._parts.hostname or "", self._port).is_loopback:
+            # A thirtieth of the bytes, for a quarter more of the store's CPU time at most.
+            self._headers["Accept-Encoding"] = "gzip"
         if settings.secret_file is not None or self._parts.username is not None:
             self._headers["Authorization"] = self._authorization(settings.secret_file)
         if settings.tenant is not None:
@@ -184,6 +189,10 @@ class SeriesStore:
             connection.request("POST", self._parts.path.rstrip("/") + _PATH, form, self._headers)
             answer = connection.getresponse()
             body = answer.read(MAX_ANSWER_BYTES + 1)
+            if answer.getheader("Content-Encoding") == "gzip":
+                body = zlib.decompressobj(_GZIP).decompress(body, MAX_ANSWER_BYTES + 1)
+        except zlib.error as error:
+            raise self._no_store("its answer is damaged") from error
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, TimeoutError) or time.monotonic() - began >= MAX_SECONDS:
                 raise self._too_slow() from error

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gzip
 import json
 import ssl
 import threading
@@ -26,6 +27,7 @@ from torchperfd_daemon.errors import (
     UsageError,
 )
 from torchperfd_daemon.fleet import series_store
+from torchperfd_daemon.fleet.addresses import Address
 from torchperfd_daemon.fleet.series import read_series
 from torchperfd_daemon.fleet.series_store import SeriesStore, StoreSettings
 
@@ -178,6 +180,48 @@ def test_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(series_store, "MAX_ANSWER_BYTES", 100)
     with answering(b" " * 101) as (port, _), pytest.raises(TorchperfdError, match="100 bytes"):
         store(port).query("up")
+
+
+class Compressing(Answering):
+    """Answers in gzip if that is accepted."""
+
+    def do_POST(self) -> None:
+        status, body = self.server.answer  # type: ignore[attr-defined]
+        self.rfile.read(int(self.headers["Content-Length"]))
+        accepted = self.headers.get("Accept-Encoding")
+        is_accepted = accepted == "gzip"
+        sent = gzip.compress(body) if is_accepted and body != DAMAGED else body
+        self.server.seen.append((self.path, accepted, ""))  # type: ignore[attr-defined]
+        self.send_response(status)
+        if is_accepted:
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+
+DAMAGED = b"no gzip"
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_answers_from_elsewhere_are_compressed(is_near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Address, "is_loopback", property(lambda _: is_near))
+    with answering(vector(({"rank": "0"}, "1.5")), handler=Compressing) as (port, seen):
+        found = SeriesStore(StoreSettings(f"http://127.0.0.1:{port}")).query("up")
+    assert found.rows == [({"rank": "0"}, 1.5)]
+    assert [accepted for _, accepted, _ in seen] == ["identity" if is_near else "gzip"]
+
+
+@pytest.mark.parametrize("body", [DAMAGED, b" " * 5000])
+def test_compressed_answers_are_checked_and_bounded(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Address, "is_loopback", property(lambda _: False))
+    monkeypatch.setattr(series_store, "MAX_ANSWER_BYTES", 1000)
+    words = "its answer is damaged" if body == DAMAGED else "more than 1,000 bytes"
+    with (
+        answering(body, handler=Compressing) as (port, _),
+        pytest.raises(TorchperfdError, match=words),
+    ):
+        SeriesStore(StoreSettings(f"http://127.0.0.1:{port}")).query("up")
 
 
 @pytest.fixture
