@@ -292,7 +292,8 @@ def _long_steps(seen: Sequence[RankEvidence], newest: Float64 | None) -> list[_D
     if newest is None or not len(newest):
         return []
     mean = max(rank.step_seconds for rank in seen)
-    median, p95 = np.quantile(newest, [0.5, 0.95], method="inverted_cdf")
+    ordered = np.sort(newest)
+    median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
     if mean >= LONG_STEPS * p95:
         words = (
             f"most of the time is in a few long steps: the mean is {duration(mean)}, and 95% of the newest"

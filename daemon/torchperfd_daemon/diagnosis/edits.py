@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd_daemon.diagnosis.detect.robust_statistics import median_of, medians_of, spaced_quantiles
 from torchperfd_daemon.diagnosis.step_model import Float64, StepModel
 
 Edit = Callable[[StepModel], StepModel]
@@ -169,7 +170,7 @@ def as_peers(ranks: Mapping[int, Sequence[int]]) -> Edit:
         own = before.copy()
         for rank, peers in ranks.items():
             if peers:
-                usual = np.median([np.sort(before[each]) for each in peers], axis=0)
+                usual = medians_of(np.sort(before[[*peers]], axis=1))
                 own[rank] = at_most(before[rank], usual)
         return with_own(model, own)
 
@@ -189,7 +190,7 @@ def as_before(past: StepModel) -> Edit:
 
 def quantiles_of(now: Float64, past: Float64) -> Float64:
     """Return times by step with the distribution of the past: the same quantile, unless that is longer."""
-    return at_most(now, np.quantile(past, (np.arange(len(now)) + 0.5) / len(now), method="hazen"))
+    return at_most(now, spaced_quantiles(past, len(now)))
 
 
 def at_most(times: Float64, usual: Float64) -> Float64:
@@ -231,7 +232,7 @@ def without_pauses(own: Float64, pauses: Sequence[Pauses]) -> Float64:
             continue
         count = round(each.per_step * len(left))
         longest = np.argsort(left, kind="stable")[len(left) - count :]
-        excess = np.maximum(0.0, left[longest] - np.median(left))
+        excess = np.maximum(0.0, left[longest] - median_of(left))
         left[longest] -= np.minimum(each.seconds, excess)
     return left
 

@@ -1,6 +1,7 @@
 """Predicts a run's step time without one of its causes, by replaying the model of its steps. Pure."""
 
 import math
+import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -8,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd_daemon.diagnosis.detect.robust_statistics import spaced_quantiles
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
 from torchperfd_daemon.diagnosis.edits import (
     Edit,
@@ -297,7 +299,7 @@ def _excess_phase(job: Job, place: int) -> str:
     )
     if not peers:
         return ""
-    excess = {name: own[name] - float(np.median([each.get(name, 0.0) for each in peers])) for name in own}
+    excess = {name: own[name] - statistics.median(each.get(name, 0.0) for each in peers) for name in own}
     return max((name for name in own if name not in WAITING), key=lambda name: excess[name], default="")
 
 
@@ -341,9 +343,8 @@ class _Growth:
         """
         now = _mean(self._job, both(self._before, _as_peers(self._job, places)))
         then = _longest_steps(self._past.edited(_as_peers(self._past, places)))
-        shares = (np.arange(len(then)) + 0.5) / len(then)
-        steps = np.quantile(_longest_steps(self._job), shares, method="hazen")
-        return max(now, float(at_most(then, np.sort(steps)).mean()))
+        steps = spaced_quantiles(_longest_steps(self._job), len(then))
+        return max(now, float(at_most(then, steps).mean()))
 
 
 def _longest_steps(job: Job) -> Float64:

@@ -31,8 +31,20 @@ def robust_deviation(values: Collection[float], middle: float | None = None) -> 
 
 def median_of(values: Float64) -> float:
     """Return the median of at least one value; numpy's takes many times as long for few of them."""
-    ordered, count = np.sort(values), len(values)
-    return float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return float(medians_of(values))
+
+
+def medians_of(rows: Float64) -> Float64:
+    """Return the median of each column of at least one row."""
+    ordered, count = np.sort(rows, axis=0), len(rows)
+    medians: Float64 = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return medians
+
+
+def spaced_quantiles(values: Float64, count: int) -> Float64:
+    """Return so many quantiles of at least one value, in the middles of equal parts (Hazen)."""
+    places = (np.arange(count) + 0.5) / count * len(values) - 0.5
+    return np.interp(places, np.arange(len(values)), np.sort(values))
 
 
 LENGTHS: Final = (8, 32, 128, 512)

@@ -119,15 +119,15 @@ def find_period(steps: list[int]) -> int | None:
         return None
     offsets = np.array(steps, dtype=np.float64) - steps[0]
     gaps = np.diff(offsets)
-    longest = int(np.median(gaps) * 1.5)
+    usual = median_of(gaps)
+    longest = int(usual * 1.5)
     if longest < 2:
         return None
-    candidates = np.unique(np.concatenate([gaps, np.round(np.median(gaps) / np.arange(1, 4))]))
-    candidates = candidates[(candidates >= 2) & (candidates <= longest)]
-    for period in candidates[::-1]:
+    candidates = {*gaps.tolist(), *np.round(usual / np.arange(1, 4)).tolist()}
+    for period in sorted((each for each in candidates if 2 <= each <= longest), reverse=True):
         direction = np.exp(2j * np.pi * offsets / period).mean()
-        periods = np.unique(np.round(offsets / period - np.angle(direction) / (2 * np.pi)))
-        if abs(direction) >= _IN_PHASE and len(periods) / (periods[-1] - periods[0] + 1) >= _COVERED:
+        periods = {*np.round(offsets / period - np.angle(direction) / (2 * np.pi)).tolist()}
+        if abs(direction) >= _IN_PHASE and len(periods) / (max(periods) - min(periods) + 1) >= _COVERED:
             return int(period)
     return None
 
