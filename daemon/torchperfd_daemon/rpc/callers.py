@@ -11,7 +11,6 @@ import os
 import socket
 import struct
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -279,54 +278,6 @@ class UserRate:
         return debt
 
 
-class Turn:
-    """A user's turn, during an ``async with`` block. Each message has one: a generator would cost more.
-
-    Args:
-        own: Held by the user's present piece of work.
-        every: Held by that of any user.
-        debt: Seconds to wait before.
-    """
-
-    __slots__ = ("_debt", "_every", "_own")
-
-    def __init__(self, own: asyncio.Lock, every: asyncio.Lock, debt: float) -> None:
-        self._own = own
-        self._every = every
-        self._debt = debt
-
-    async def __aenter__(self) -> None:
-        if self._debt > 0:
-            await asyncio.sleep(self._debt)
-        await self._own.acquire()
-        try:
-            await self._every.acquire()
-        except BaseException:
-            self._own.release()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._every.release()
-        self._own.release()
-
-
-class FairTurns:
-    """Has users take turns at work on the event loop, one piece of work per round of the loop.
-
-    Requests that arrive meanwhile are served between two pieces. A user's pieces wait for each other, so
-    that another user waits for at most one of them.
-    """
-
-    def __init__(self) -> None:
-        self._all = asyncio.Lock()
-        # Held by the pieces of work that wait for it.
-        self._of_user: weakref.WeakValueDictionary[int | None, asyncio.Lock] = weakref.WeakValueDictionary()
-
-    def turn(self, uid: int | None, debt: float = 0.0) -> Turn:
-        """Return what waits so many seconds, then for the user's turn, and has it during the block."""
-        return Turn(self._of_user.setdefault(uid, asyncio.Lock()), self._all, debt)
-
-
 class IngestRates:
     """Slows the sessions of a user who sends more than the daemon can take in beside other users."""
 
@@ -334,13 +285,11 @@ class IngestRates:
         self._sessions = UserRate("new sessions", SESSIONS, clock)
         self._messages = UserRate("messages", MESSAGES, clock)
         self._steps = UserRate("steps", STEPS, clock)
-        self._turns = FairTurns()
 
     async def begin(self, uid: int | None) -> None:
         """Wait until a user may begin one more session."""
         await asyncio.sleep(self._sessions.take(uid, 1))
 
-    def turn(self, uid: int | None, messages: int, steps: int) -> Turn:
-        """Return what waits until messages of a user may be taken in, and for that user's turn to do so."""
-        debt = max(self._messages.take(uid, messages), self._steps.take(uid, steps))
-        return self._turns.turn(uid, debt)
+    def take(self, uid: int | None, messages: int, steps: int) -> float:
+        """Count messages of a user, with their steps; return the seconds until they may be taken in."""
+        return max(self._messages.take(uid, messages), self._steps.take(uid, steps))

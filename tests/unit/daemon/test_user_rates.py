@@ -21,7 +21,6 @@ from torchperfd_daemon.rpc.callers import (
     STEPS,
     Caller,
     CallerDirectory,
-    FairTurns,
     IngestRates,
     Rate,
     UserRate,
@@ -99,50 +98,11 @@ def test_ranks_of_a_whole_node_reconnect_in_seconds() -> None:
     assert max(steps.take(ADA, 10 * 60) for _ in range(RANKS)) <= 10
 
 
-async def test_a_user_waits_for_one_turn_of_another() -> None:
-    turns, done = FairTurns(), list[str]()
-
-    async def work(uid: int, name: str) -> None:
-        async with turns.turn(uid):
-            done.append(name)
-
-    many = [asyncio.create_task(work(BOB, "bob")) for _ in range(100)]
-    await asyncio.sleep(0)
-    before = len(done)
-    await work(ADA, "ada")
-    between = done[before : done.index("ada")]
-    await asyncio.gather(*many)
-    assert len(between) <= 1
-
-
-async def test_a_cancelled_wait_gives_its_turn_up() -> None:
-    turns = FairTurns()
-
-    async def work() -> None:
-        async with turns.turn(BOB):
-            pass
-
-    async with turns.turn(BOB):
-        waiting = asyncio.create_task(work())
-        await asyncio.sleep(0)
-        waiting.cancel()
-    await asyncio.wait_for(work(), 5)
-
-
-async def test_a_message_beyond_the_rate_is_taken_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
+def test_a_message_beyond_the_rate_is_taken_in_later() -> None:
     rates = IngestRates(Clock())
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    for _ in range(4):
-        async with rates.turn(BOB, 1, 50_000):
-            pass
-    async with rates.turn(ADA, 1, 50_000):
-        pass
-    assert slept == pytest.approx([50_000 / 40_000, 100_000 / 40_000])
+    debts = [rates.take(BOB, 1, 50_000) for _ in range(4)]
+    assert debts == pytest.approx([0, 0, 50_000 / 40_000, 100_000 / 40_000])
+    assert rates.take(ADA, 1, 50_000) == 0
 
 
 class Call:
