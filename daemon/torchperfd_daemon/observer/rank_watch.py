@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from torchperfd_daemon.observer.rank_window import (
     host_work,
     is_on_device,
     stage_of,
-    with_window_facts,
+    window_facts,
 )
 from torchperfd_daemon.observer.step_changes import StepGrowth, StepsBesideSaves
 from torchperfd_daemon.store.model import HISTORY_STEPS, State
@@ -153,14 +153,16 @@ class RankWatch:
         first, last = self._rows[self._window], self._rows[0]
         # Memory grows whether steps are slow or not: all regimes count.
         rows = self._rows.newest(WINDOW_SAMPLES)
-        growth = self._memory.growth(rows[:, _AT], rows[:, _RESIDENT])
-        evidence = self._between(first, last, before=self._before, growth=growth)
-        if evidence is None:
-            return None
-        return with_window_facts(
-            evidence,
+        grows_by, grows_for = self._memory.growth(rows[:, _AT], rows[:, _RESIDENT])
+        free = self._memory.free_bytes
+        return self._between(
+            first,
+            last,
             self._edges[-1 - self._window],
-            self.rank.totals,
+            before=self._before,
+            grows_by=grows_by,
+            grows_for_seconds=grows_for,
+            full_in_seconds=None if free is None or not grows_by else free / grows_by,
             step_error_seconds=error_of_means(self._rows.newest(self._window + 1), _NS, _STEPS) / 1e9,
             blocked_by=self.rank.blocked_by,
             step_grows_seconds=self._growth.seconds,
@@ -177,10 +179,9 @@ class RankWatch:
         rows = [row for back in range(len(self._rows)) if (row := self._rows[back])[_AT] <= until]
         if self._first is not None and rows:
             end = healthy_until(self._first, rows, _STEPS, _NS)
-            past = self._between(self._first, end)
             error = error_of_means(np.array(rows[::-1]), _NS, _STEPS) / 1e9
-            if past:
-                self._before = replace(past, step_error_seconds=error, switches=self._first_switches)
+            past = self._between(self._first, end, step_error_seconds=error, switches=self._first_switches)
+            self._before = past or self._before
             self._past_end = end.copy()
 
     def forget(self, since: float) -> None:
@@ -285,17 +286,13 @@ class RankWatch:
             self._beside_saves.add(_saving(change), int(change[_STEPS]), change[_NS] / 1e9)
 
     def _between(
-        self,
-        first: Float64,
-        last: Float64,
-        *,
-        before: RankEvidence | None = None,
-        growth: tuple[float, float] = (0.0, 0.0),
+        self, first: Float64, last: Float64, edge: WindowEdge | None = None, **others: Any
     ) -> RankEvidence | None:
         """Return the means per step between two samples; None without a step in between.
 
         Args:
-            before: The rank's past.
+            edge: The totals at the first sample, if the last is the newest; adds what follows from both.
+            others: More fields. In one piece: to replace some of so many takes as long as finding the rest.
         """
         # A counter that decreased was reset.
         changes = np.maximum(last - first, 0.0)
@@ -308,15 +305,15 @@ class RankWatch:
         phases, per_step = self._phase_means(change), _within_steps(change)
         identity, totals = self.rank.identity, self.rank.totals
         ran, others_ran, queued, blocked = self._of_threads(change)
-        grows_by, grows_for = growth
-        free = self._memory.free_bytes
+        collected = change[_GC_NS] / steps / 1e9
+        facts = window_facts(edge, totals, phases, collected) if edge is not None else {}
         return RankEvidence(
             rank=identity.rank,
             node=identity.node,
             step_seconds=step_seconds,
             phase_seconds=phases,
             device_phase_seconds=device_seconds(self._names, changes[_FIXED + _PHASES :], step_seconds),
-            collected_seconds=change[_GC_NS] / steps / 1e9,
+            collected_seconds=collected,
             queued_seconds=queued,
             exchange_queued_seconds=change[_EXCHANGE_S] * per_step,
             blocked_seconds=blocked,
@@ -335,10 +332,6 @@ class RankWatch:
             device_busy=min(1.0, change[_BUSY_S] / span) if self._gpu.is_known else None,
             device_throttled=min(1.0, change[_GPU_S] / span),
             device_slowdown=self._gpu.slowdown,
-            grows_by=grows_by,
-            grows_for_seconds=grows_for,
-            full_in_seconds=None if free is None or not grows_by else free / grows_by,
-            before=before,
             window_seconds=span,
             loader=totals.loader,
             threads=totals.threads,
@@ -346,6 +339,8 @@ class RankWatch:
             binding=totals.binding,
             world_size=identity.world_size,
             stage=stage_of(totals),
+            **facts,
+            **others,
         )
 
     def _phase_means(self, change: Sequence[float]) -> dict[str, float]:

@@ -109,37 +109,43 @@ class WindowEdge:
 _kept_of = attrgetter(*(each.name for each in fields(WindowEdge)[1:]))
 
 
-def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals, **others: Any) -> RankEvidence:
-    """Return a rank's evidence with what its totals show besides phases.
+def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -> RankEvidence:
+    """Return a rank's evidence with :func:`window_facts`."""
+    facts = window_facts(before, now, evidence.phase_seconds, evidence.collected_seconds)
+    return replace(evidence, **facts)
+
+
+def window_facts(
+    before: WindowEdge, now: Totals, phase_seconds: Mapping[str, float], collected_seconds: float
+) -> dict[str, Any]:
+    """Return the fields of a rank's evidence that its totals show besides phases; none without a step.
 
     Args:
         before: The window's beginning.
         now: The totals at its end.
-        others: More fields to set.
+        phase_seconds: As in the evidence, like ``collected_seconds``.
     """
     steps = now.train.steps - before.steps
     if steps <= 0:
-        return replace(evidence, **others)
+        return {}
     called, collect_line = _since(before.collect_calls, now.collect_calls)
     own, own_line = _since(before.script_collectives, now.script_collectives)
-    waited = evidence.phase_seconds.get(_WAIT, 0.0)
+    waited = phase_seconds.get(_WAIT, 0.0)
     starts = _epoch_start_seconds(now)
-    return replace(
-        evidence,
-        sync_line=_longest_wait(before.sync_waits, now.sync_waits),
-        switches=now.switches,
-        graph_limit_reached=bool(now.graph_limit),
-        graph_limit_function=now.graph_limit,
-        called_collection_seconds=min(called.ns / steps / 1e9, evidence.collected_seconds),
-        collect_line=f"{PurePath(collect_line.file).name}:{collect_line.line}" if collect_line else "",
-        script_collectives=own.calls / steps,
-        script_collective_seconds=min(own.ns / steps / 1e9, waited),
-        script_collective_line=own_line.words if own_line else "",
-        epoch_start_seconds=min(starts, evidence.phase_seconds.get(_DATA, 0.0)),
-        workers_respawn=now.loader is not None and now.loader.respawns_workers,
-        own_deviation_seconds=_deviation(before.device_work, now.device_work),
-        **others,
-    )
+    return {
+        "sync_line": _longest_wait(before.sync_waits, now.sync_waits),
+        "switches": now.switches,
+        "graph_limit_reached": bool(now.graph_limit),
+        "graph_limit_function": now.graph_limit,
+        "called_collection_seconds": min(called.ns / steps / 1e9, collected_seconds),
+        "collect_line": f"{PurePath(collect_line.file).name}:{collect_line.line}" if collect_line else "",
+        "script_collectives": own.calls / steps,
+        "script_collective_seconds": min(own.ns / steps / 1e9, waited),
+        "script_collective_line": own_line.words if own_line else "",
+        "epoch_start_seconds": min(starts, phase_seconds.get(_DATA, 0.0)),
+        "workers_respawn": now.loader is not None and now.loader.respawns_workers,
+        "own_deviation_seconds": _deviation(before.device_work, now.device_work),
+    }
 
 
 def _epoch_start_seconds(now: Totals) -> float:
