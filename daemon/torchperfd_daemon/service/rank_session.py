@@ -223,14 +223,13 @@ class UserWatch:
         """Watch until cancelled."""
         while True:
             await asyncio.sleep(_USERS_INTERVAL_S)
-            await self.check()
+            self.check()
 
-    async def check(self) -> None:
+    def check(self) -> None:
         """End each session whose process has changed users."""
-        sessions = [each for each in self._sessions() if each.caller.pid and not each.ended]
-        if not sessions:
-            return
-        for session in await asyncio.to_thread(self._changed, sessions):
+        for session in list(self._sessions()):
+            if session.ended or not session.caller.pid or not self._has_changed(session):
+                continue
             identity = session.record.identity
             access_log.warning(
                 "rank %d of run %s, %s: %s; its session is ended",
@@ -240,9 +239,6 @@ class UserWatch:
                 _USERS_CHANGED,
             )
             session.end(_USERS_CHANGED)
-
-    def _changed(self, sessions: Iterable[Session]) -> list[Session]:
-        return [session for session in sessions if self._has_changed(session)]
 
     def _has_changed(self, session: Session) -> bool:
         caller = session.caller

@@ -158,12 +158,12 @@ async def test_user_watch_ends_the_session_and_logs_once(
     ended = Session(rank, caller=Caller(1000, 101, 500, gid=100))
     watch = UserWatch(lambda: [changed, unknown, ended], tree.proc)
     with caplog.at_level(logging.WARNING, "torchperfd.access"):
-        await watch.check()
+        watch.check()
         assert changed.ended == ""
         change_users(tree)
         changed.handler = asyncio.create_task(asyncio.sleep(60))
         for _ in range(3):
-            await watch.check()
+            watch.check()
         with pytest.raises(asyncio.CancelledError):
             await changed.handler
     assert (unknown.ended, ended.ended) == ("", "")
