@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchperfd_daemon.background import WorkerHealth
+from torchperfd_daemon.background import WorkerHealth, until_next_round
 from torchperfd_daemon.collectors.process import RankProcess, is_here
 from torchperfd_daemon.goodput.store import Clocks, GoodputClock, GoodputStore, RankKey, boot_id, packed
 from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals, RankGoodput, RunGoodput, by_run
@@ -77,7 +77,6 @@ def exit_of(process: RankProcess, clock: Callable[[], int], proc: Path = Path("/
 
 log = logging.getLogger("torchperfd.goodput")
 
-_SAMPLE_S: Final = 1.0
 _SAVE_EVERY: Final = 5
 _MAX_RUNS: Final = 100
 _MAX_NS: Final = 2**62
@@ -133,7 +132,7 @@ class GoodputTracker:
         """Sample once a second, until cancelled."""
         samples = 0
         while True:
-            await asyncio.sleep(_SAMPLE_S)
+            await asyncio.sleep(until_next_round())
             try:
                 await self.sample()
                 samples += 1
@@ -143,7 +142,7 @@ class GoodputTracker:
             except Exception:
                 self.health.failed()
                 # A failure here must not end the daemon.
-                log.exception("goodput was not updated; trying again in %.0f s", _SAMPLE_S)
+                log.exception("goodput was not updated; trying again in a second")
 
     async def sample(self) -> None:
         """Add what the ranks have reported, and record which of them are alive."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from torchperfd.model.verdict_document import SettledAdvice
-from torchperfd_daemon.background import WorkerHealth
+from torchperfd_daemon.background import WorkerHealth, until_next_round
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
@@ -81,7 +81,7 @@ class Observer:
         """Sample once a second until cancelled."""
         try:
             while True:
-                await asyncio.sleep(SAMPLE_S)
+                await asyncio.sleep(until_next_round())
                 try:
                     for run in self._sampled_runs():
                         if run:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd.model.formatting import duration
-from torchperfd_daemon.background import WorkerHealth, run_in_background
+from torchperfd_daemon.background import WorkerHealth, until_next_round, run_in_background
 from torchperfd_daemon.captures.analyst import Analyst
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import Destination, remove_upload_marker, write_upload_marker
@@ -51,7 +51,6 @@ log = logging.getLogger("torchperfd.server")
 
 # Owners change with jobs, not with steps, and finding them asks the kubelet.
 _OWNERSHIP_INTERVAL_S: Final = 5.0
-_REPLACE_INTERVAL_S: Final = 2.0
 
 
 class NodeSamplers:
@@ -112,7 +111,7 @@ class NodeSamplers:
     async def run(self) -> None:
         """Replace threads that hang in a collector, until cancelled."""
         while True:
-            await asyncio.sleep(_REPLACE_INTERVAL_S)
+            await asyncio.sleep(1 + until_next_round())
             try:
                 for scheduler in self._schedulers:
                     scheduler.replace_worker()
@@ -225,7 +224,6 @@ MAX_CHANGE: Final = 0.01
 _SKIPPED: Final = 2
 """Steps after the last one captured: training pauses in the first, and may catch up in the next."""
 _MAX_WAITING: Final = 256
-_PERIOD_S: Final = 1.0
 _CHANCE: Final = 3.0
 _MEDIAN_ERROR: Final = math.sqrt(math.pi / 2)
 """The standard error of a median, as a multiple of that of a mean."""
@@ -342,7 +340,7 @@ class StepCheck:
     async def run(self) -> None:
         """Check once a second until cancelled."""
         while True:
-            await asyncio.sleep(_PERIOD_S)
+            await asyncio.sleep(until_next_round())
             try:
                 self.check()
                 self.health.succeeded(self._wall())

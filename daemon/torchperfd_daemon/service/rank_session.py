@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperfd.v1 import contract, session_pb2
+from torchperfd_daemon.background import until_next_round
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack
 from torchperfd_daemon.collectors.process import has_users
@@ -202,7 +203,6 @@ class FrequentReports:
 
 access_log = logging.getLogger("torchperfd.access")
 
-_USERS_INTERVAL_S: Final = 1.0
 _USERS_CHANGED: Final = "the process has changed users since it connected"
 
 
@@ -222,7 +222,7 @@ class UserWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
-            await asyncio.sleep(_USERS_INTERVAL_S)
+            await asyncio.sleep(until_next_round())
             self.check()
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.background import WorkerHealth
+from torchperfd_daemon.background import WorkerHealth, until_next_round
 from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.service.translate_diagnosis import run_verdict_to_message
 from torchperfd_daemon.store.model import State
@@ -25,7 +25,6 @@ from torchperfd_daemon.web.run_rows import KeptRun, RunRow, RunsFile, Sparkline,
 
 log = logging.getLogger("torchperfd.http")
 
-SAMPLE_S: Final = 1.0
 MAX_FINISHED: Final = 100
 MAX_MARKS: Final = 256
 SAVE_EVERY_S: Final = 30.0
@@ -78,7 +77,7 @@ class PastRuns:
     async def run(self) -> None:
         """Sample until cancelled, and save at times."""
         while True:
-            await asyncio.sleep(SAMPLE_S)
+            await asyncio.sleep(until_next_round())
             try:
                 self.sample()
                 if self._file is not None and self._wall() >= self._save_at:
@@ -89,7 +88,7 @@ class PastRuns:
             except Exception:
                 # A failure here must not end the daemon.
                 if self.health.failed():
-                    log.exception("runs could not be sampled; trying again in %.0f s", SAMPLE_S)
+                    log.exception("runs could not be sampled; trying again in a second")
 
     def close(self) -> None:
         """Save; blocks during the write."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from torchperfd_daemon.background import until_next_round
 from torchperfd_daemon.web.config_file import WebConfigFile
 
 MAX_CONNECTIONS: Final = 64
@@ -96,7 +97,6 @@ class ConnectionLimiter:
 
 
 _KEEP_ALIVE_S: Final = 75
-_TICK_S: Final = 1.0
 _MAX_HEAD_BYTES: Final = 16 * 1024
 _OUT_OF_FILES_PAUSE_S: Final = 0.1
 _CLOSE_TIMEOUT_S: Final = 2
@@ -155,7 +155,7 @@ class WebServer(uvicorn.Server):
         # Of uvicorn's ticks, every tenth does something; 0 is one of those.
         while not await self.on_tick(0):
             self._limiter.abort_slow()
-            await asyncio.wait((leaving,), timeout=_TICK_S)
+            await asyncio.wait((leaving,), timeout=until_next_round())
 
     def leave(self) -> None:
         """Stop serving."""

@@ -138,7 +138,7 @@ class EarlyRun:
 
     def observe(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Observe it for a moment in which no step ends, so that no verdict is published."""
-        monkeypatch.setattr(observer, "SAMPLE_S", 0.0)
+        monkeypatch.setattr(observer, "until_next_round", lambda: 0.0)
 
         async def a_moment() -> None:
             task = asyncio.create_task(self.observer.run())
