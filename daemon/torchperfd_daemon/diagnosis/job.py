@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -24,6 +24,8 @@ _MAX_TIMES: Final = 1 << 16
 # How often, and until when, devices' work is shortened for steps that the model makes too long.
 _CORRECTIONS: Final = 3
 _EXACT: Final = 0.005
+# As little as sums of floating-point numbers differ by: nothing to explain.
+_ROUNDING: Final = 1e-9
 # Phases in which the host launches work, where the device's own times are not known.
 _LAUNCHING: Final = ("forward", "loss", "backward", "optimizer")
 
@@ -53,8 +55,8 @@ class Job:
         count = 0 if not works or by_means(ranks) else _common_steps(ranks, works)
         equal = _MEAN_STEPS if on_device else 1
         records = [_record(rank, (works or {}).get(rank.rank), count, equal) for rank in ranks]
-        model = fit(records, _WARM if on_device else 0)
-        return cls(tuple(ranks), _calibrated(model, ranks) if on_device else model, count > 0)
+        job = cls(tuple(ranks), fit(records, _WARM if on_device else 0), count > 0)
+        return _calibrated(job) if on_device else job
 
     @cached_property
     def replayed(self) -> Replayed:
@@ -204,21 +206,24 @@ def _device_means(rank: RankEvidence) -> dict[str, float]:
     return {**{name: work * share for name, share in shares.items()}, _WAIT: waits}
 
 
-def _calibrated(model: StepModel, ranks: Sequence[RankEvidence]) -> StepModel:
-    """Return the model that yields the measured step.
+def _calibrated(job: Job) -> Job:
+    """Return the job with the model that yields the measured step.
 
     Time that it cannot explain is the host's own, behind its waits. If its steps are too long, devices work
     for less than they seem to: their times contain gaps.
     """
-    step = statistics.median(rank.step_seconds for rank in ranks)
+    step = job.step_seconds
     for _ in range(_CORRECTIONS):
-        missing = step - replay(model).mean
+        missing = step - job.replayed.mean
         if missing >= -_EXACT * step:
             break
-        work = max(1e-12, float(model.device.sum(axis=0).mean()))
-        model = model.with_device(model.device * max(0.0, 1 + missing / work))
+        device = job.model.device
+        work = max(1e-12, float(device.sum(axis=0).mean()))
+        job = replace(job, model=job.model.with_device(device * max(0.0, 1 + missing / work)))
     else:
-        missing = step - replay(model).mean
-    host = model.host.copy()
-    host[model.phases.index("other")] += max(0.0, missing)
-    return model.with_host(host)
+        missing = step - job.replayed.mean
+    if missing <= _ROUNDING * step:
+        return job
+    host = job.model.host.copy()
+    host[job.model.phases.index("other")] += missing
+    return replace(job, model=job.model.with_host(host))

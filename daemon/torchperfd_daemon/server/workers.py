@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd.model.formatting import duration
-from torchperfd_daemon.background import WorkerHealth, until_next_round, run_in_background
+from torchperfd_daemon.background import WorkerHealth, run_in_background, until_next_round
 from torchperfd_daemon.captures.analyst import Analyst
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import Destination, remove_upload_marker, write_upload_marker
