@@ -1,6 +1,7 @@
 """Rules of the tree: layers, private names, commands, retired words and short names of tests."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,18 @@ def test_no_command_of_the_daemons_loads_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_daemon_loads_of_numpy_what_it_uses() -> None:
+    """Neither a thread for every core, nor megabytes of masked arrays."""
+    code = (
+        "import os, sys, torchperfd_cli.commands.serve, torchperfd_daemon.server.daemon\n"
+        "print(len(os.listdir('/proc/self/task')), 'numpy' in sys.modules, 'numpy.ma' in sys.modules)"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "1 True False\n"
 
 
 def test_attaching_loads_nothing_that_lays_out_documents() -> None:

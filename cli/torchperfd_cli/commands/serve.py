@@ -12,6 +12,10 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+# The daemon uses no linear algebra, and numpy's starts a thread for every core. Set here, for this process
+# alone: other commands start scripts, which would inherit it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from torchperfd_cli.commands._options import Parsed, json_option
 from torchperfd_cli.commands._output import emit, plain
 from torchperfd_daemon.config.effective import (
