@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -100,6 +100,14 @@ class LakeDatabase:
             result = self._connection.execute(sql)
             columns = tuple(str(each[0]) for each in result.description or ())
             return Answered(columns, result.fetchall())
+
+    def read(self, table: str, columns: Sequence[str], keys: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Return columns of the rows of some objects, such as those that are too large to be loaded.
+
+        Raises:
+            TorchperfdError: They cannot be read.
+        """
+        return self._loader.read(table, columns, keys)
 
     def _tables_of(self, sql: str) -> set[str]:
         """Return the lake's tables that a query reads; DuckDB looks through views."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd_cli.lake.objects import LakeObjects
+from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.lake.tables import TABLES
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 STORED: Final = "lake_"
 """Tables begin so; the views in front of them end where the query may not look back further."""
 PARTITIONS: Final = ("date", "cluster")
+OBJECT: Final = "object"
+"""The key of a row's object, where that has columns that are not loaded."""
 TYPES: Final = {"text": "VARCHAR", "integer": "BIGINT", "number": "DOUBLE"}
 _AT_ONCE: Final = 2000
 """Objects that are loaded in one transaction."""
@@ -75,6 +78,27 @@ class Loader:
                 self._connection.execute("SET preserve_insertion_order = true")
         return damaged
 
+    def read(self, table: str, columns: Sequence[str], keys: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Return columns of the rows of some objects, which may be columns that are not loaded.
+
+        Raises:
+            TorchperfdError: The store does not answer, or an object is damaged.
+        """
+        found: list[tuple[Any, ...]] = []
+        with tempfile.TemporaryDirectory(prefix="torchperfd-lake-") as folder:
+            files = self._objects.files(keys, Path(folder) / "0")
+            for form in _SOURCES:
+                if of_form := [str(file) for file in files if file.suffix == form]:
+                    source = _source(form, table, fills=True)
+                    query = f"SELECT {', '.join(columns)} FROM {source}"
+                    try:
+                        found += self._connection.execute(query, [of_form]).fetchall()
+                    except self._error as error:
+                        raise TorchperfdError(
+                            f"an object of {len(of_form)} cannot be read: {first_line(error)}"
+                        ) from error
+        return found
+
     def _known(self, table: str, dates: Sequence[str]) -> set[str]:
         if not dates:
             return set()
@@ -97,8 +121,7 @@ class Loader:
     def _template(self, table: str, folder: Path) -> Path:
         """Write a file of a table without rows: the first of a list of files decides on the columns."""
         path = folder / "template.parquet"
-        names = ", ".join(column.name for column in TABLES[table].columns)
-        rows = f"SELECT {names} FROM {STORED}{table} LIMIT 0"
+        rows = f"SELECT {_names(table)} FROM {STORED}{table} LIMIT 0"
         self._connection.execute(f"COPY ({rows}) TO '{_quoted(path)}' (FORMAT parquet)")
         return path
 
@@ -124,16 +147,17 @@ class Loader:
 
     def _insert_all(self, table: str, batch: Sequence[_Object], template: Path, *, fills: bool) -> None:
         database = self._connection
-        names = ", ".join(column.name for column in TABLES[table].columns)
         database.execute("BEGIN")
         try:
             for (form, day, cluster), found in groupby(sorted(batch, key=_part), _part):
-                files = [str(each.file) for each in found]
-                source = _SOURCES[form].format(columns=_json_columns(table), fills=str(fills).lower())
-                database.execute(
-                    f"INSERT INTO {STORED}{table} SELECT {names}, ?, ? FROM {source}",
-                    [day, cluster, [str(template), *files] if form == _PARQUET else files],
-                )
+                files = {str(each.file): each.key for each in found}
+                listed = [str(template), *files] if form == _PARQUET else list(files)
+                names, source = f"{_names(table)}, ?, ?", _source(form, table, fills=fills)
+                values: list[object] = [day, cluster, listed]
+                if _has_large(table):
+                    names, source = f"{names}, key", source + _WITH_KEY
+                    values += [list(files), list(files.values())]
+                database.execute(f"INSERT INTO {STORED}{table} SELECT {names} FROM {source}", values)
             # In one statement: one for each key takes longer than the rows do.
             database.execute("INSERT INTO loaded SELECT unnest(?)", [[each.key for each in batch]])
             database.execute("COMMIT")
@@ -144,9 +168,24 @@ class Loader:
 
 _PARQUET: Final = ".parquet"
 _SOURCES: Final = {
-    _PARQUET: "read_parquet(?, hive_partitioning = false, union_by_name = {fills})",
-    ".gz": "read_json(?, format = 'newline_delimited', hive_partitioning = false, columns = {columns})",
+    _PARQUET: "read_parquet(?, filename = true, hive_partitioning = false, union_by_name = {fills})",
+    ".gz": "read_json(?, filename = true, hive_partitioning = false, format = 'newline_delimited',"
+    " columns = {columns})",
 }
+_WITH_KEY: Final = " JOIN (SELECT unnest(?) AS filename, unnest(?) AS key) USING (filename)"
+
+
+def _source(form: str, table: str, *, fills: bool) -> str:
+    columns = {column.name: TYPES[column.kind] for column in TABLES[table].columns}
+    return _SOURCES[form].format(columns=columns, fills=str(fills).lower())
+
+
+def _has_large(table: str) -> bool:
+    return any(column.is_large for column in TABLES[table].columns)
+
+
+def _names(table: str) -> str:
+    return ", ".join(column.name for column in TABLES[table].columns if not column.is_large)
 
 
 def _part(each: _Object) -> tuple[str, str, str]:
@@ -156,12 +195,9 @@ def _part(each: _Object) -> tuple[str, str, str]:
 
 
 def _columns(table: str) -> list[str]:
-    own = [f"{column.name} {TYPES[column.kind]}" for column in TABLES[table].columns]
-    return [*own, *(f"{name} VARCHAR" for name in PARTITIONS)]
-
-
-def _json_columns(table: str) -> dict[str, Any]:
-    return {column.name: TYPES[column.kind] for column in TABLES[table].columns}
+    own = [f"{each.name} {TYPES[each.kind]}" for each in TABLES[table].columns if not each.is_large]
+    added = [*PARTITIONS, OBJECT] if _has_large(table) else PARTITIONS
+    return [*own, *(f"{name} VARCHAR" for name in added)]
 
 
 def _quoted(path: Path) -> str:

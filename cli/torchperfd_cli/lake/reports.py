@@ -7,7 +7,9 @@ from typing import Any, Final
 from torchperfd.model.formatting import did_you_mean
 from torchperfd.report.record import RunFileError, RunRecord, read_sound, record_of
 from torchperfd_cli.lake.database import LakeDatabase
+from torchperfd_cli.lake.loading import OBJECT, STORED
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.lake.tables import RUNS
 from torchperfd_daemon.views.model import whole_name
 
 _COLUMNS: Final = (
@@ -23,8 +25,10 @@ _COLUMNS: Final = (
     "torch_version",
     "python_version",
     "client_version",
-    "report",
+    OBJECT,
 )
+_ROW: Final = ("node", "run", "until_unix_seconds")
+"""What tells the rows of an object apart."""
 _Row = Mapping[str, Any]
 
 
@@ -44,15 +48,20 @@ def lake_run(database: LakeDatabase, given: str) -> RunRecord:
         )
     quoted = name.replace("'", "''")
     answered = database.answer(
-        f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE run = '{quoted}' ORDER BY until_unix_seconds"
+        f"SELECT {', '.join(_COLUMNS)} FROM {STORED}runs WHERE run = '{quoted}' ORDER BY until_unix_seconds"
     )
     rows = [dict(zip(answered.columns, row, strict=True)) for row in answered.rows]
     if len(of := {(row["cluster"], row["owner"]) for row in rows}) > 1:
         some = ", ".join(f"{owner} in {cluster}" for cluster, owner in sorted(of))
         raise NoSuchTargetError(f"several runs are called {name}: of {some}", "give runs names of their own")
     # A run that was started again on a node has a row of each start.
-    newest = {row["node"]: row for row in rows}
-    record = read_sound(lambda: record_of(_document(name, list(newest.values()))), f"run {name}")
+    newest = list({row["node"]: row for row in rows}.values())
+    keys = list(dict.fromkeys(row[OBJECT] for row in newest))
+    reports = {
+        tuple(key): report for *key, report in database.read(RUNS, (*_ROW, "report"), keys) if key[1] == name
+    }
+    found = [(row, reports.get(tuple(row[each] for each in _ROW))) for row in newest]
+    record = read_sound(lambda: record_of(_document(name, found)), f"run {name}")
     if record.steps and all(rank.blocks is None for rank in record.ranks):
         raise RunFileError(
             f"run {name} cannot be compared: its processes ended without a report of their steps", "repeat it"
@@ -60,18 +69,21 @@ def lake_run(database: LakeDatabase, given: str) -> RunRecord:
     return record
 
 
-def _document(name: str, rows: Sequence[_Row]) -> dict[str, Any]:
+def _document(name: str, found: Sequence[tuple[_Row, str | None]]) -> dict[str, Any]:
     """Return the report of a run, as far as comparisons read it.
+
+    Args:
+        found: The row of each node, with its part of the report.
 
     Raises:
         RunFileError: An older version has written it.
     """
-    reports = [json.loads(row["report"]) for row in rows if row["report"]]
-    if len(reports) < len(rows):
+    parts = [(row, json.loads(report)) for row, report in found if report]
+    if len(parts) < len(found):
         raise RunFileError(f"run {name} was recorded by a version without comparisons", "repeat the run")
     # As in the report that rank 0 keeps.
-    first, row = min(zip(reports, rows, strict=True), key=lambda each: each[0]["ranks"][0]["rank"])
-    ranks = [rank for report in reports for rank in report["ranks"]]
+    row, first = min(parts, key=lambda part: part[1]["ranks"][0]["rank"])
+    rows, ranks = [row for row, _ in found], [rank for _, part in parts for rank in part["ranks"]]
     world = max(each["world_size"] or 0 for each in rows)
     return {
         "run": name,

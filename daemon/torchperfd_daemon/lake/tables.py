@@ -30,11 +30,17 @@ _GZIP_LEVEL: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; ``help`` is its row in docs/history.md."""
+    """A column.
+
+    Attributes:
+        help: Its meaning in `history --json`.
+        is_large: Whether readers leave it in the objects until they need it.
+    """
 
     name: str
     kind: Kind
     help: str
+    is_large: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,9 @@ TABLES: Final = {
                     client_version="version of torchperfd in the process",
                     slurm_job_id="Slurm's job",
                     pod_uid="Kubernetes' pod",
-                    report="JSON of what `compare --lake` needs of the run's report",
+                ),
+                Column(
+                    "report", "text", "JSON of what `compare --lake` needs of the run's report", is_large=True
                 ),
             ),
         ),
