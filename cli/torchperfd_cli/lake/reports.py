@@ -28,7 +28,7 @@ _COLUMNS: Final = (
     OBJECT,
 )
 _ROW: Final = ("node", "run", "until_unix_seconds")
-"""What tells the rows of an object apart."""
+"""Columns by which a row of an object is found."""
 _Row = Mapping[str, Any]
 
 
