@@ -258,8 +258,9 @@ def decided(line: str) -> None:
 def warn(summary: analysis.Summary) -> None:
     """Print on stderr which parts of a trace could not be read."""
     if summary.damaged:
+        at = f" at byte {place:,} of its text" if (place := summary.quality.reading.damaged_at) else ""
         decided(
-            f"{summary.path} is cut off or damaged; these are the {summary.events:,} events "
+            f"{summary.path} is cut off or damaged{at}; these are the {summary.events:,} events "
             f"that could be read, {summary.skipped:,} were broken"
         )
     elif summary.skipped:

@@ -77,19 +77,22 @@ class Events:
     Attributes:
         skipped: Events left out so far because they were unparsable or ill-typed.
         repaired: Events that were kept without fields that could not be read.
-        damaged: The JSON was broken, or ended early; known once the last batch is out.
+        read: Bytes of text read so far.
+        damaged_at: At which of them the JSON was first broken, or ended early; None while it is whole. Known
+            once the last batch is out.
         more_exports: Another trace follows in the same file, unread; known once the last batch is out.
     """
 
     def __init__(self, pieces: Iterable[bytes], *, foreign: bool = False) -> None:
         self.skipped = 0
         self.repaired = 0
-        self.damaged = False
+        self.read = 0
+        self.damaged_at: int | None = None
         self.more_exports = False
         self.header = Header()
         self._foreign = foreign
         self._bare = False
-        self._pieces = iter(pieces)
+        self._pieces = self._counted(pieces)
         self._exact = False
         self._ended = False
         self._lost = False
@@ -117,6 +120,16 @@ class Events:
             batch, rest = self._last(text)
             yield batch
         self._read_tail(rest)
+
+    def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.read += len(piece)
+            yield piece
+
+    def _note_damage(self, behind: int = 0) -> None:
+        """Note that the JSON is broken so many bytes before the end of what was read."""
+        if self.damaged_at is None:
+            self.damaged_at = self.read - behind
 
     def _find_events(self) -> tuple[bytes, bytes]:
         """Return the text before the events, and the beginning of their own text."""
@@ -202,7 +215,8 @@ class Events:
             at = between.end() if between else at
             if at == len(characters):
                 self._ended = last
-                self.damaged |= last
+                if last:
+                    self._note_damage()
                 return batch, b""
             if characters[at] == "]":
                 self._ended = True
@@ -214,7 +228,7 @@ class Events:
                 continue
             try:
                 _, end = _TOKENIZER.raw_decode(characters, at)
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError) as error:
                 mended = self._repair(characters, at, last=last)
                 if mended is not None:
                     self._take(mended, batch, mended=True)
@@ -222,7 +236,7 @@ class Events:
                     continue
                 if not last and len(characters) - at < _MAX_EVENT:
                     return batch, text[at:]
-                self.damaged = True
+                self._note_damage(len(text) - getattr(error, "pos", at))
                 self.skipped += 1
                 following = _BEFORE_EVENT.search(text, at + 1)
                 if following is None and not last:
@@ -282,7 +296,8 @@ class Events:
             final = piece.rstrip()[-1:] or final
             window = window[-_KEY:] + piece
             self.more_exports |= _FIRST_EVENT.search(window) is not None
-        self.damaged |= final != (b"]" if self._bare else b"}")
+        if final != (b"]" if self._bare else b"}"):
+            self._note_damage()
         rest = text[1:].strip()
         if self._bare:
             self.more_exports |= rest[:1] in (b"[", b"{")

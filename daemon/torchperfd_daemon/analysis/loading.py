@@ -99,6 +99,12 @@ def _read(path: AnyPath, max_bytes: int, foreign: Foreign | None) -> Trace | Non
             return None
         if columns.rows > _MAX_EVENTS:
             raise TorchperfdError(f"it holds more than {_MAX_EVENTS:,} events", "capture fewer steps")
+    if not columns.rows and events.damaged_at is not None:
+        raise TorchperfdError(
+            f"it is cut off or damaged at byte {events.damaged_at:,} of its text, and has no event with a "
+            "duration that can be read",
+            "capture again: the export was cut off or the disk was full",
+        )
     if not columns.rows:
         raise TorchperfdError("it holds no event with a duration", "capture at least one whole step")
     return columns.trace(str(path), file, events)
@@ -268,6 +274,7 @@ class _Columns:
         said = (*events.header.errors, *events.header.warnings)
         reading = Reading(
             skipped_why=dict(self.skipped),
+            damaged_at=events.read if file.broken and events.damaged_at is None else events.damaged_at,
             repaired=events.repaired,
             more_exports=events.more_exports,
             uncategorised=len(self._foreign.rows) if self._foreign else 0,
@@ -287,7 +294,7 @@ class _Columns:
             size=file.size,
             events=self.events,
             skipped=self.skipped.total(),
-            damaged=file.broken or events.damaged,
+            damaged=reading.damaged_at is not None,
             rank=_plausible(distributed.rank),
             world_size=_plausible(distributed.world_size),
             origin_ns=events.header.base_ns + origin,

@@ -45,6 +45,7 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
             "events": summary.events,
             "skipped": summary.skipped,
             "damaged": summary.damaged,
+            "damaged_at": summary.quality.reading.damaged_at,
             "duration_us": summary.duration_ns / 1000,
             "device_names": list(summary.device_names),
         },

@@ -86,7 +86,8 @@ def quality_lines(quality: Quality) -> list[str]:
     reading = quality.reading
     lines = []
     if quality.damaged:
-        lines.append("the file is cut off or damaged: the numbers cover what could be read")
+        at = f" at byte {reading.damaged_at:,} of its text" if reading.damaged_at else ""
+        lines.append(f"the file is cut off or damaged{at}: the numbers cover what could be read")
     if reading.more_exports:
         lines.append("the file holds another trace after this one, which is not read: split the file")
     if quality.skipped:

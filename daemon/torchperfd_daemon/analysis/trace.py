@@ -64,6 +64,8 @@ class Reading:
 
     Attributes:
         skipped_why: How many events were left out for which reason; together they are ``Trace.skipped``.
+        damaged_at: The byte of the uncompressed text at which the file is first broken, or where it ends too
+            early; None for a whole one.
         repaired: Events that were kept without fields that could not be read.
         more_exports: The file contains another trace after this one, which is not read.
         warnings: The exporter's own messages in the file, such as lost records.
@@ -75,6 +77,7 @@ class Reading:
     """
 
     skipped_why: dict[str, int] = field(default_factory=dict)
+    damaged_at: int | None = None
     repaired: int = 0
     more_exports: bool = False
     uncategorised: int = 0

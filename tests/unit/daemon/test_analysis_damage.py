@@ -249,3 +249,19 @@ def attempted(path: Path) -> list[analysis.Trace]:
         return list(by_process(analysis.load(path)))
     except TorchperfdError:
         return []
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"traceEvents": [{"ph": "X", "name": "aten::mm", "ts": 1', "56"),
+        ('{"traceEvents": [', "17"),
+        ('{"traceEvents": [{"ph" "X"}]}', "23"),
+    ],
+)
+def test_load_damaged_before_any_event_names_the_byte(tmp_path: Path, text: str, place: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(
+        TorchperfdError, match=rf"cut off or damaged at byte {place} of its text, and has no event"
+    ):
+        analysis.load(tmp_path / "t.json")

@@ -163,6 +163,9 @@ def test_unparsable_parts_cost_only_their_event(tmp_path: Path, broken: str) -> 
     assert list(trace.external) == [0, 3]
     assert trace.skipped == 1
     assert trace.damaged
+    begin = file.read_text().index(broken)
+    assert trace.reading.damaged_at is not None
+    assert begin <= trace.reading.damaged_at <= begin + len(broken)
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\x01", b"\x0b", b"\xc0\xff"])
@@ -234,6 +237,8 @@ def test_gzip_cut_at_any_byte_is_read_to_the_cut_or_refused(tmp_path: Path) -> N
             assert "\n" not in trace
         else:
             assert trace.damaged
+            # The compressed text ends anywhere in an event.
+            assert 0 < (trace.reading.damaged_at or 0) <= len(SMALL.read_bytes())
             said = names(trace)
     assert said == names(analysis.load(SMALL))
 
@@ -325,6 +330,7 @@ def test_where_the_text_is_cut_into_pieces_does_not_matter(
     assert names(pieces) == names(whole)
     assert list(pieces.start) == list(whole.start)
     assert (pieces.events, pieces.skipped, pieces.damaged) == (whole.events, whole.skipped, whole.damaged)
+    assert pieces.reading.damaged_at == whole.reading.damaged_at
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])

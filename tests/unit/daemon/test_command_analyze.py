@@ -54,6 +54,7 @@ def test_the_json_has_one_shape_for_a_file_and_a_capture(analyze: Any, tmp_path:
         "events": 45,
         "skipped": 2,
         "damaged": False,
+        "damaged_at": None,
         "duration_us": 3000.0,
         "device_names": ["Example GPU"],
     }
@@ -122,7 +123,7 @@ def test_a_cut_trace_is_analysed_with_a_warning(analyze: Any, tmp_path: Path) ->
     assert code == 0
     assert "ProfilerStep*" in out
     assert err.count("\n") == 1
-    assert "is cut off or damaged" in err
+    assert "is cut off or damaged at byte 4,000 of its text" in err
 
 
 def test_names_from_a_trace_cannot_drive_the_terminal(analyze: Any, tmp_path: Path) -> None:
