@@ -274,7 +274,6 @@ def test_kill_of_the_command_leaves_no_process(node: Node, script: Path) -> None
     eventually(lambda: not processes_of(script), 10)
 
 
-@pytest.mark.serial
 def test_functions_are_compared_row_by_row(node: Node, functions: Path) -> None:
     targets = [f"{functions}:slow", f"{functions}:fast"]
     options = ["--setup", f"{functions}:make", "-p", "size=10,100", "--seconds", "0.05", "--rounds", "3"]
@@ -288,7 +287,6 @@ def test_functions_are_compared_row_by_row(node: Node, functions: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
 def test_table_is_that_of_torch(node: Node, functions: Path) -> None:
     targets = [f"{functions}:loops", f"{functions}:counts"]
     options = ["-p", "size=2000,20000", "--threads", "1,2", "--seconds", "0.02", "--rounds", "3"]
@@ -301,7 +299,6 @@ def test_table_is_that_of_torch(node: Node, functions: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
 def test_function_that_is_slower_fails_the_command(node: Node, functions: Path) -> None:
     targets = [f"{functions}:counts", f"{functions}:loops"]
     options = ["-p", "size=20000", "--seconds", "0.02", "--rounds", "3", "--fail-above"]

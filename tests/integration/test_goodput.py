@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.node import Node, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = pytest.mark.slow
 
 # Notes moments of its own: when its first step began, and what it spent where.
 SCRIPT = """

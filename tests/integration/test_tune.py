@@ -133,7 +133,6 @@ def test_trial_with_changes_trains_the_same(script: Path, measured: Trial) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.serial
 def test_pairs_of_loaders_have_workers_ahead(script: Path, short_temporary: Path) -> None:
     pairs = trials(script).pairs((), [change(LOADER, num_workers=4)])
     found = [next(pairs) for _ in range(3)]

@@ -10,7 +10,7 @@ from tests.integration.conftest import node
 from tests.support.node import Node, torchrun
 from tests.unit.client.training import per_step
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = pytest.mark.slow
 
 __all__ = ["node"]
 

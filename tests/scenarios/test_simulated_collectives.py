@@ -13,7 +13,7 @@ from benchmarks.simulated_device.device import EXCHANGE_S, MESSAGE_S
 from tests.scenarios import simulated_collective_ranks
 from tests.support.node import Node, import_path, torchrun
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
