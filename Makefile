@@ -17,7 +17,7 @@ REAL := $(BIN)/python -m pytest tests/scenarios tests/integration tests/tutorial
 ABREAST := -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-nightly mutation test-unit test-quick test-slow test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
+.PHONY: help setup demo test test-all test-nightly mutation test-unit test-quick test-slow test-real test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-loader-search bench-agreement \
 	bench-analysis bench-memory bench-exit bench-steady bench-capture \
@@ -59,7 +59,7 @@ demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse;
 
 test: lint test-unit test-quick  ## Style, types, architecture and all tests that are quick; under 15 minutes with set-up.
 
-test-all: test test-wire test-slow  ## All tests of CI: the slow tests, real frameworks, and other versions of grpcio as well.
+test-all: lint test-unit test-wire test-real  ## All tests of CI: the slow tests, real frameworks, and other versions of grpcio as well.
 
 test-nightly: export TORCHPERFD_TEST_FRESH_SEED = 1
 test-nightly: test-all  ## The same with examples that no run has played before.
@@ -74,11 +74,15 @@ test-quick: setup  ## The quick tests with real processes.
 	$(REAL) -m 'not slow and not serial' $(ABREAST)
 	$(REAL) -m 'not slow and serial'
 
+# In one run of pytest the quick tests fill what the last slow ones leave of the processors.
+test-real: setup  ## All tests with real processes, and real frameworks.
 test-slow: setup  ## The slow tests with real processes, and real frameworks.
+test-slow: AMONG := slow and
+test-real test-slow:
 	$(MAKE) -j 2 --output-sync $(VENV)/.frameworks .venv-kube/.installed
 	$(BIN)/python -m pytest tests/deploy tests/frameworks $(ABREAST) --no-loadscope-reorder  # the longest first
-	$(REAL) -m 'slow and not serial' $(ABREAST)
-	$(REAL) -m 'slow and serial'
+	$(REAL) -m '$(AMONG) not serial' $(ABREAST)
+	$(REAL) -m '$(AMONG) serial'
 
 test-integration: setup  ## The tests with real processes.
 	$(BIN)/python -m pytest tests/integration
