@@ -161,6 +161,8 @@ def is_whole_model(module: nn.Module, trained: "list[Any]") -> bool:
     return False
 
 
+_NOTHING: Final[tuple[None, list[int]]] = (None, [])
+
 Pending = dict[int, tuple["weakref.ref[Any]", int, int]]
 """Reducers that are prepared for a backward, by id: the reducer, and from when to when that took (ns)."""
 
@@ -184,18 +186,15 @@ class GradientTimes:
         """The number of reducers whose newest times are kept."""
         return len(self._newest)
 
-    @property
-    def are_expected(self) -> bool:
-        """Whether a reducer is prepared for a backward that has not begun."""
-        return bool(self._pending)
-
     def note_prepared(self, reducer: Any, began_ns: int) -> None:
         """Note that a reducer has been prepared, and began to count, between ``began_ns`` and now."""
         self._pending[id(reducer)] = weakref.ref(reducer), began_ns, time.perf_counter_ns()
 
     def take_pending(self) -> Pending:
         """Return the reducers that are prepared. A backward within the backward then finds none."""
-        pending, self._pending = self._pending, {}
+        pending = self._pending
+        if pending:
+            self._pending = {}
         return pending
 
     def last_ready(self, pending: Pending, began_ns: int) -> int | None:
@@ -212,14 +211,19 @@ class GradientTimes:
             if reducer is None:
                 continue
             times = reducer.get_backward_stats()
-            known, newest = self._newest.get(own, (None, []))
-            if times and times == (newest if known is not None and known() is reducer else [0] * len(times)):
+            known, newest = self._newest.get(own, _NOTHING)
+            # A reducer has one reference for as long as that is kept.
+            is_known = known is reference
+            if times and times == (newest if is_known else [0] * len(times)):
                 self._pending.setdefault(own, (reference, earliest, latest))
                 continue
-            self._newest = {other: seen for other, seen in self._newest.items() if seen[0]() is not None}
+            if not is_known or len(self._newest) > 1:
+                self._newest = {other: seen for other, seen in self._newest.items() if seen[0]() is not None}
             self._newest[own] = reference, times
-            if times and latest + max(times) >= began_ns:
-                last = max(earliest + max(times), began_ns, last or 0)
+            if times:
+                final = max(times)
+                if latest + final >= began_ns:
+                    last = max(earliest + final, began_ns, last or 0)
         return last
 
 
@@ -263,9 +267,9 @@ class Reductions:
     def __init__(self, context: HookContext, timed: Timed) -> None:
         self._context = context
         self._timed = timed
+        self._times = GradientTimes()
         # Made before it is used, because dynamo may watch by then.
         self._backward = self._make_backward()
-        self._times = GradientTimes()
         # With CUDA event ids: the reducers that are prepared for a backward which has not begun, by id.
         # Each of several models may have a backward of its own. And whether the root of one that has begun is
         # yet to run.
@@ -289,13 +293,15 @@ class Reductions:
 
     def _make_backward(self) -> Callable[..., Any]:
         original = self._timed.original
+        here, take_pending = self._context.buffer.here, self._times.take_pending
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self._prepared:
                 self._begin(args[0] if args else kwargs.get("tensors"))
-            if not self._times.are_expected or not self._context.buffer.here():
+            # Little Python: at each step it runs with caches that training has emptied, ten times as long.
+            pending = take_pending() if here() else None
+            if not pending:
                 return original(*args, **kwargs)
-            pending = self._times.take_pending()
             began = time.perf_counter_ns()
             result = original(*args, **kwargs)
             self._write_wait(pending, began)

@@ -103,7 +103,7 @@ def test_last_ready_several_models_each_in_its_own_backward(backwards: Backwards
         assert backwards.backward() is None
         assert backwards.backward(other.compute) == 5050
         assert backwards.backward(one.compute) == 5050
-        assert not backwards.times.are_expected
+        assert not backwards.times.take_pending()
 
 
 def test_last_ready_as_late_as_before_still_counts(backwards: Backwards) -> None:
@@ -135,7 +135,7 @@ def test_take_pending_leaves_inner_backward_nothing(backwards: Backwards) -> Non
     inner: list[int | None] = []
 
     def checkpoint() -> None:
-        assert not backwards.times.are_expected
+        assert not backwards.times.take_pending()
         inner.append(backwards.backward(reducer.compute))
 
     assert backwards.backward(checkpoint) == 10_050
@@ -171,7 +171,7 @@ def test_last_ready_reducer_without_times_is_none(backwards: Backwards) -> None:
         backwards.prepare(reducer)
         reducer.times = []
         assert backwards.backward() is None
-    assert not backwards.times.are_expected
+    assert not backwards.times.take_pending()
 
 
 def test_note_prepared_does_not_keep_reducers_alive(backwards: Backwards) -> None:
