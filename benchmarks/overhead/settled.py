@@ -8,7 +8,7 @@ without a daemon. In a round all ranks attach and train until steps are settled.
 at the same steps on all ranks, in units of four short blocks; the first steps after each switch are left out.
 In a placebo round nothing is attached, and the switch does nothing: its change shows the noise. How the
 change is estimated is described in ``estimate.py``. To it is added what the client's threads have of the
-rank's CPU, which holds up training at worst for as long.
+rank's CPU, which holds up training at worst for as long; it is measured in steps without a switch.
 Exits 1 when the settled step is longer than its limit allows.
 """
 
@@ -61,6 +61,7 @@ class Length:
         limits: By which part the settled step may be longer, in one process and in two ranks.
         width: Of the model's hidden layers, which determines how long a step takes.
         settling_steps: Left out after attaching.
+        even_steps: Without a switch, in which the client's threads are measured: several of their flushes.
         switched_steps: Left out after each switch.
         block_steps: Timed in each block.
         units: In a round.
@@ -70,15 +71,16 @@ class Length:
     limits: tuple[float, float]
     width: int
     settling_steps: int
+    even_steps: int
     switched_steps: int
     block_steps: int
     units: int
 
 
 LENGTHS: Final = (
-    Length("1 ms", (0.02, 0.02), 128, 400, 20, 100, 20),
-    Length("10 ms", (0.002, 0.005), 1024, 200, 10, 30, 10),
-    Length("100 ms", (0.002, 0.005), 3600, 30, 2, 6, 4),
+    Length("1 ms", (0.02, 0.02), 128, 400, 4000, 20, 100, 20),
+    Length("10 ms", (0.002, 0.005), 1024, 200, 500, 10, 30, 10),
+    Length("100 ms", (0.002, 0.005), 3600, 30, 50, 2, 6, 4),
 )
 MINUTES: Final = 4.0
 
@@ -89,18 +91,18 @@ class Measured:
 
     Attributes:
         units: By way.
-        thread_ns: CPU time of the client's threads while attached and settled, by their name.
-        on_ns: Wall time of the steps that were on meanwhile.
+        thread_ns: CPU time of the client's threads in steps without a switch, by their name.
+        even_ns: Wall time of these steps.
     """
 
     units: dict[str, list[Unit]] = field(default_factory=lambda: {PLACEBO: [], ATTACHED: []})
     thread_ns: dict[str, int] = field(default_factory=dict)
-    on_ns: int = 0
+    even_ns: int = 0
 
     @property
     def background(self) -> float:
         """The part of a step that the client's threads may have held up at worst."""
-        return sum(self.thread_ns.values()) / self.on_ns
+        return sum(self.thread_ns.values()) / self.even_ns
 
 
 def main() -> int:
@@ -138,7 +140,7 @@ def compare_settled(
             )
         background = max(measured.background for measured in each_rank)
         threads = each_rank[0].thread_ns.items()
-        named = ", ".join(f"{name} {ns / each_rank[0].on_ns:.2%}" for name, ns in sorted(threads))
+        named = ", ".join(f"{name} {ns / each_rank[0].even_ns:.2%}" for name, ns in sorted(threads))
         print(f"{length.name:<8} {'threads':<9} {'':>10} {background:>+8.2%}  {named}", flush=True)
         limit = length.limits[ranks - 1]
         name = f"settled step of {length.name}, {ranks} ranks"
@@ -233,12 +235,14 @@ class _Rank:
         switch = Switch(self._workload.model, self._workload.optimizer)
         client = torchperfd.attach(job="settled") if way == ATTACHED else None
         dist.barrier()
-        self._workload.ends.clear()
-        while len(self._workload.ends) < length.settling_steps:
-            self._workload.plain(self._workload.loader)
+        self._even(length.settling_steps)
+        if client is not None:
+            began = _client_threads()
+            self.measured.even_ns += self._even(length.even_steps)
+            self._add_threads(began)
         # Some hooks come with the first step.
         switch.learn()
-        began, seen = _client_threads(), 0
+        seen = 0
         for _ in range(length.units):
             # Which of them is outside, chance decides: what comes regularly would come to one side.
             outer = self._chance.random() < 0.5
@@ -247,13 +251,18 @@ class _Rank:
                 switch.on() if is_on else switch.off()
                 unit.append(self._block(is_on=is_on))
                 seen += is_on * (length.switched_steps + length.block_steps)
-                if client is not None and is_on:
-                    self.measured.on_ns += sum(unit[-1].wall_ns)
             self.measured.units[way].append(unit)
         switch.on()
         if client is not None:
-            self._add_threads(began)
             _detach(client, seen)
+
+    def _even(self, steps: int) -> int:
+        """Train so many steps or more; return what they took in all, in nanoseconds."""
+        began, ends = time.perf_counter_ns(), self._workload.ends
+        ends.clear()
+        while len(ends) < steps:
+            self._workload.plain(self._workload.loader)
+        return time.perf_counter_ns() - began
 
     def _block(self, *, is_on: bool) -> Block:
         """Train the steps of a block, and time all but its first."""
@@ -270,7 +279,6 @@ class _Rank:
         return Block(is_on, wall_ns, cpu_ns, others)
 
     def _add_threads(self, began: Mapping[str, int]) -> None:
-        # Their time goes on in all blocks; it is all put down to the steps that were on.
         for name, ns in _client_threads().items():
             self.measured.thread_ns[name] = self.measured.thread_ns.get(name, 0) + ns - began.get(name, 0)
 
