@@ -1,4 +1,4 @@
-"""By how much attaching lengthens settled steps.
+"""By how much attaching lengthens settled steps, and what the first steps after an attach cost.
 
     python -m benchmarks.overhead.settled
     python -m benchmarks.overhead.settled --only "1 ms" --minutes 10
@@ -8,7 +8,8 @@ without a daemon. In a round all ranks attach and train until steps are settled.
 at the same steps on all ranks, in units of four short blocks; the first steps after each switch are left out.
 In a placebo round nothing is attached, and the switch does nothing: its change shows the noise. How the
 change is estimated is described in ``estimate.py``. To it is added what the client's threads have of the
-rank's CPU, which holds up training at worst for as long; it is measured in steps without a switch.
+rank's CPU, which holds up training at worst for as long; it is measured in steps without a switch. The first
+steps after an attach are printed by themselves, beside those after a pause that is as long.
 Exits 1 when the settled step is longer than its limit allows.
 """
 
@@ -83,6 +84,8 @@ LENGTHS: Final = (
     Length("100 ms", (0.002, 0.005), 3600, 30, 50, 2, 6, 4),
 )
 MINUTES: Final = 4.0
+FIRST_STEPS: Final = 10
+"""After an attach: those that it lengthens by far the most."""
 
 
 @dataclass(slots=True)
@@ -93,11 +96,13 @@ class Measured:
         units: By way.
         thread_ns: CPU time of the client's threads in steps without a switch, by their name.
         even_ns: Wall time of these steps.
+        first_ns: Mean wall time of the first steps of each round, by way.
     """
 
     units: dict[str, list[Unit]] = field(default_factory=lambda: {PLACEBO: [], ATTACHED: []})
     thread_ns: dict[str, int] = field(default_factory=dict)
     even_ns: int = 0
+    first_ns: dict[str, list[float]] = field(default_factory=lambda: {PLACEBO: [], ATTACHED: []})
 
     @property
     def background(self) -> float:
@@ -124,18 +129,22 @@ def compare_settled(
     figures = []
     print(
         f"{'':<8} {'':<9} {'step':>10} {'wall':>8} {'± s.e.':>8} {'CPU':>9} {'± s.e.':>8} {'units':>6} others"
+        f" {'first':>9}"
     )
     for length in lengths:
         each_rank = _measure(length, ranks, minutes)
         for way in (PLACEBO, ATTACHED):
             units = _with_others([measured.units[way] for measured in each_rank])
-            off = (step for unit in units for block in unit if not block.is_on for step in block.wall_ns)
+            off = statistics.median(
+                step for unit in units for block in unit if not block.is_on for step in block.wall_ns
+            )
+            longer = statistics.median(each_rank[0].first_ns[way]) - off
             wall, cpu = wall_change(units), added_cpu_ns(units)
             others = statistics.fmean(block.others for unit in quiet(units) for block in unit)
             print(
-                f"{length.name:<8} {way:<9} {statistics.median(off) / 1e6:>7.2f} ms {wall.mean:>+8.2%}"
+                f"{length.name:<8} {way:<9} {off / 1e6:>7.2f} ms {wall.mean:>+8.2%}"
                 f" {wall.error:>8.2%} {cpu.mean / 1e3:>+6.1f} µs {cpu.error / 1e3:>5.1f} µs {len(units):>6}"
-                f" {others:>7.1%}",
+                f" {others:>7.1%} {longer / 1e6:>+6.2f} ms",
                 flush=True,
             )
         background = max(measured.background for measured in each_rank)
@@ -147,7 +156,8 @@ def compare_settled(
         figures.append(Figure(name, wall.mean + background, "{:+.2%}", most=limit))
     print(
         "wall: without the slowest tenth of the steps; CPU: added to a step of the training thread; both of"
-        f"\nthe half of the units in which others had least of the CPU. torch {torch.__version__}"
+        "\nthe half of the units in which others had least of the CPU; first: how much longer each of the"
+        f"\nfirst {FIRST_STEPS} steps is after an attach, or after a pause as long. torch {torch.__version__}"
     )
     return figures
 
@@ -225,6 +235,7 @@ class _Rank:
     def __init__(self, cpu: int, length: Length, workload: Workload) -> None:
         self._cpu, self._length, self._workload = cpu, length, workload
         self.measured = Measured()
+        self._attach_seconds = 0.1
         # The same on all ranks.
         self._chance = random.Random(0)
 
@@ -233,13 +244,22 @@ class _Rank:
         length = self._length
         gc.collect()
         switch = Switch(self._workload.model, self._workload.optimizer)
-        client = torchperfd.attach(job="settled") if way == ATTACHED else None
+        client = None
+        if way == ATTACHED:
+            began = time.monotonic()
+            client = torchperfd.attach(job="settled")
+            self._attach_seconds = time.monotonic() - began
+        else:
+            time.sleep(self._attach_seconds)
         dist.barrier()
+        began_at = time.perf_counter_ns()
         self._even(length.settling_steps)
+        _, ended_at = self._workload.ends[FIRST_STEPS - 1]
+        self.measured.first_ns[way].append((ended_at - began_at) / FIRST_STEPS)
         if client is not None:
-            began = _client_threads()
+            before = _client_threads()
             self.measured.even_ns += self._even(length.even_steps)
-            self._add_threads(began)
+            self._add_threads(before)
         # Some hooks come with the first step.
         switch.learn()
         seen = 0
