@@ -47,13 +47,15 @@ def test_analyse_killed_process_loses_only_its_rank(tmp_path: Path) -> None:
 
 def test_ask_after_worker_died_starts_another() -> None:
     request = (GOLDEN, Request())
+    # A test before may have left one, such as a fork server.
+    others = set(psutil.Process().children())
     with RankProcesses() as processes:
         assert processes.ask(request)[0] == 0
-        (worker,) = psutil.Process().children()
+        (worker,) = set(psutil.Process().children()) - others
         worker.kill()
         assert processes.ask(request) == (-9, b"")
         assert processes.ask(request)[0] == 0
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= others
 
 
 def test_analyse_without_memory_says_so() -> None:
