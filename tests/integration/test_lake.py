@@ -72,7 +72,13 @@ def test_compare_of_lake_equals_that_of_kept_runs(node: Node) -> None:
             _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     node.stop_daemon()
-    eventually(lambda: len(objects(lake, "runs")), 30)
+
+    def both_arrived() -> bool:
+        listed = node.json("runs", "--lake", lake.as_uri())["runs"]
+        return {run["run"] for run in listed} == {"first", "second"}
+
+    # Each may come in an object of its own.
+    eventually(both_arrived, 30)
     kept = node.json("compare", "first", "second")
     found = node.json("compare", "--lake", lake.as_uri(), "fir", "second")
     apart = {side + name for side in ("/before", "/after") for name in APART}
