@@ -169,7 +169,7 @@ class RunWatch:
         trained = max((rank.totals.train.ns / 1e9 for rank in self._watches), default=0.0)
         if worst is None or self.lost[worst] < MIN_SHARE * trained:
             return None
-        found, last = self._worst[worst], self._debouncer.verdicts
+        found, last = self._worst[worst], [*map(self._debouncer.newest, self._debouncer.verdicts)]
         if found.cause is Cause.CPU_CONTENTION:
             # A switch is the owner's to change, and the state of the machine is not.
             found = next((each for each in last if each.cause is Cause.DEBUG_SWITCH), found)
@@ -313,7 +313,8 @@ class RunWatch:
 
     def _add_cost(self, verdict: Verdict, seconds: float) -> None:
         self.lost[verdict.cause] = self.lost.get(verdict.cause, 0.0) + seconds
-        self._worst[verdict.cause] = verdict
+        # Live figures are held; an ended run's are of its last window, as its words say.
+        self._worst[verdict.cause] = self._debouncer.newest(verdict)
 
 
 def _loader_samples(ranks: Sequence[RankEvidence]) -> Iterator[LoaderSample]:

@@ -33,16 +33,18 @@ class HeldFigures:
 
     Attributes:
         verdict: As it is published.
+        newest: That of the newest window in which the cause was found.
     """
 
     def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
+        self.verdict = self.newest = verdict
         self._figures: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
         self._found = 0
 
     def update(self, newest: Verdict) -> None:
         """Add the verdict of a window; windows overlap."""
         self._found += 1
+        self.newest = newest
         self._figures.append(_figures(newest))
         is_whole = self._found == WINDOW_SAMPLES
         says_else = _words(newest) != _words(self.verdict)
@@ -153,6 +155,13 @@ class VerdictDebouncer:
         if first is None or before is None:
             return first is not before
         return not _same(first, before)
+
+    def newest(self, verdict: Verdict) -> Verdict:
+        """Return a published verdict with the figures of the newest window in which it was found."""
+        candidate = self._candidates.get((verdict.cause, verdict.rank))
+        if candidate is None:
+            return verdict
+        return replace(candidate.figures.newest, account=verdict.account, note=verdict.note)
 
     def _weight(self, verdict: Verdict, first: Verdict | None) -> float:
         is_first = first is not None and _same(verdict, first)

@@ -262,3 +262,18 @@ def test_onset_is_not_claimed_of_what_was_there_before() -> None:
     assert found[Cause.UNKNOWN].onset_step is not None
     assert found[Cause.SLOW_RANK].onset_step is None
     assert "since step" not in found[Cause.SLOW_RANK].summary
+
+
+def test_verdict_on_an_ended_run_is_of_its_last_window() -> None:
+    """Live figures are held while windows differ as much as at the start; the end says "in its last 10 s"."""
+    watched = Watched(1)
+    watched.train(14, lambda _rank, _step: {"data": 0.08, "forward": 0.03})
+    watched.train(24, lambda _rank, _step: {"data": 0.08})
+    live = watched.verdict
+    watched.finish()
+    assert live.cause is watched.verdict.cause is Cause.INPUT_BOUND
+    steps = watched.job.ranks[0].newest_step_seconds()
+    last = steps[np.cumsum(steps[::-1])[::-1] <= 10]
+    assert watched.verdict.step_seconds == pytest.approx(last.mean(), rel=0.02)
+    assert watched.verdict.account is not None
+    assert watched.verdict.account.step_seconds == pytest.approx(watched.verdict.step_seconds, rel=0.02)
