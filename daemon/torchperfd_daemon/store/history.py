@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.store.model import HISTORY_STEPS, ArrivalColumns, StepColumns
+from torchperfd_daemon.store.model import HISTORY_STEPS, ArrivalColumns, StepColumns, ended_within
 
 HISTOGRAM_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -130,8 +130,7 @@ class History:
 
     def ended_within(self, seconds: float) -> int:
         """Return how many of the steps held ended in the last so many seconds before the newest one."""
-        ends = self._newest(self._end, len(self))
-        return len(ends) - bisect_left(ends, ends[-1] - int(seconds * 1e9)) if ends else 0
+        return ended_within(self._newest(self._end, len(self)), seconds)
 
     def newest_durations(self, count: int = HISTORY_STEPS) -> "array[int]":
         """Return a copy of the durations of up to ``count`` newest steps in nanoseconds, oldest first."""

@@ -6,6 +6,7 @@ The kinds of parallelism that a job's ranks are split by come from the names of 
 import re
 import shlex
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,6 +31,16 @@ PRESENT_S: Final = 10.0
 
 MIN_PRESENT_STEPS: Final = 12
 """As many steps as ranks can be compared by."""
+
+
+def ended_within(ends_ns: "array[int]", seconds: float) -> int:
+    """Return how many steps ended in the last so many seconds before the newest one.
+
+    Args:
+        ends_ns: In nanoseconds, oldest first.
+    """
+    return len(ends_ns) - bisect_left(ends_ns, ends_ns[-1] - int(seconds * 1e9)) if ends_ns else 0
+
 
 HISTORY_STEPS: Final = 256
 """The newest training steps of a rank that are kept one by one."""

@@ -6,7 +6,6 @@ Without numpy: `top` opens before that is imported, with a view of what the daem
 import functools
 import re
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -16,7 +15,7 @@ from torchperfd.model.messages import unpack
 from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
-from torchperfd_daemon.store.model import MIN_PRESENT_STEPS, PRESENT_S, State, coordinates_text
+from torchperfd_daemon.store.model import MIN_PRESENT_STEPS, PRESENT_S, State, coordinates_text, ended_within
 
 if TYPE_CHECKING:
     from torchperfd_daemon.diagnosis.detect.straggler import Straggler
@@ -153,8 +152,7 @@ def of_the_present(message: control_pb2.RankSteps) -> control_pb2.RankSteps:
     """Return those of a rank's steps that every view of the present is about, as the daemon counts them."""
     if message.block_steps or not message.status.connected or not message.count:
         return message
-    ends = array("q", message.end_ns)
-    within = len(ends) - bisect_left(ends, ends[-1] - int(PRESENT_S * 1e9))
+    within = ended_within(array("q", message.end_ns), PRESENT_S)
     return _newest(message, min(message.count, max(within, MIN_PRESENT_STEPS)))
 
 
